@@ -88,16 +88,35 @@ def test_an_angular_loss_takes_the_classes_of_a_file(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_fine_tuning_is_resumed_by_train(base, tmp_path):
-    changes = ["--data.validation", "32", "--steps", 8, "--eval_every", 2]
+def test_an_interrupted_fine_tuning_is_resumed_without_the_earlier_flags(base, tmp_path, capsys):
+    changes = ["--data.validation", "32", "--steps", 8, "--eval_every", 2, "--optimizer.lr", 0.002]
     assert finetune(base, *changes, "--out", tmp_path / "whole") == 0
     config = hs.train.load_file(tmp_path / "whole" / "config.json")
     fit_part(derive(config, out=str(tmp_path / "half"), resume=True), 2)
     assert not (tmp_path / "half" / "result.json").exists()
-    assert main(["train", "--resume", "--out", str(tmp_path / "half"), "--quiet"]) == 0
+    again = ["finetune", str(base), "--resume", "--out", str(tmp_path / "half"), "--quiet"]
+    assert main([*again, "--optimizer.lr", "0.003"]) == 2
+    assert "there optimizer.lr is 0.002, here it is 0.003" in capsys.readouterr().err
+    assert main(["finetune", "mlp", "--weights", str(base / FINAL), *again[2:]]) == 2
+    assert "is another run: there init_from is" in capsys.readouterr().err
+    assert main(again) == 0
     for name in (FINAL, ADAPTER):
         one, other = (load_file(tmp_path / run / name) for run in ("whole", "half"))
         assert all(torch.equal(value, other[key]) for key, value in one.items()), name
+
+
+def test_an_interruption_names_the_command_that_was_typed(base, monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hypersphere.train.fit", interrupt)
+    assert main(["finetune", str(base), "--data.root=my pets", "--out=x"]) == 130
+    words = f"finetune {base} '--data.root=my pets' --out=x --resume=true"
+    assert capsys.readouterr().err == f"hypersphere finetune: to resume: hypersphere {words}\n"
+    weights = str(base / FINAL)
+    assert main(["finetune", "mlp", "--weights", weights, "--data.name=mnist", "--out=x"]) == 130
+    words = f"finetune mlp --weights {weights} --data.name=mnist --out=x --resume=true"
+    assert capsys.readouterr().err == f"hypersphere finetune: to resume: hypersphere {words}\n"
 
 
 def test_a_rotation_without_a_start_leaves_no_adapter(tmp_path):

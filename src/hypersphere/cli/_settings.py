@@ -68,11 +68,16 @@ def base_config(options: argparse.Namespace) -> Config:
         return load_recipe(options.recipe)
     if options.config is not None:
         return load_file(options.config)
+    return started_config(options) or Config()
+
+
+def started_config(options: argparse.Namespace) -> Config | None:
+    """Return the config of the run that the flags resume; None if there is none."""
     if options.changes.get("resume") == "true" and "out" in options.changes:
         started = Path(options.changes["out"], CONFIG)
         if started.exists():
             return load_file(started)
-    return Config()
+    return None
 
 
 def folder_name(network: str, dataset: str, recipe: str | None) -> str:

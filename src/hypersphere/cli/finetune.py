@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from ..train.config import Config, ConfigError, Data, Optimizer, Rotation, Schedule, derive, load_file
 from ..train.storage.layout import CONFIG
-from ._settings import expand_switches
+from ._settings import expand_switches, started_config
 from .train import add_train_arguments, train
 
 __all__ = ["add_arguments", "expand_switches", "run"]
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 def finetune_config(options: argparse.Namespace) -> Config:
     """Return the config that the flags change: rotate the given network, train the rotations and the output layer.
 
-    With `data.root` the dataset is image_folder unless it is named.
+    With `data.root` the dataset is image_folder unless it is named. To resume, the config is that of the run in `out`.
     """
     for key in ("init_from", "model.name"):
         if key in options.changes:
@@ -63,6 +64,9 @@ def finetune_config(options: argparse.Namespace) -> Config:
         size = None
         if not start.is_file():
             raise ConfigError(f"--weights: {start} does not exist")
+    if (started := started_config(options)) is not None:
+        is_same = started.init_from is not None and Path(started.init_from).resolve() == start.resolve()
+        return started if is_same else replace(started, init_from=str(start))
     is_folder = "data.root" in options.changes and "data.name" not in options.changes
     # A trained network expects the size and the pixels that it was trained with.
     data = Data("image_folder" if is_folder else "digits", batch_size=64, size=size, augment=None)

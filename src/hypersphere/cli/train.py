@@ -146,19 +146,26 @@ def _rank() -> int:
 def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
     if _rank() != 0:
         return
+    name = _words(options)[0]
     if "WORLD_SIZE" in os.environ:
-        say("hypersphere train: to resume, repeat the command with --resume")
+        say(f"hypersphere {name}: to resume, repeat the command with --resume")
         return
-    say(f"hypersphere train: to resume: {_command(options, out=config.out, resume='true')}")
+    say(f"hypersphere {name}: to resume: {_command(options, out=config.out, resume='true')}")
 
 
 def _command(options: argparse.Namespace, **changes: Any) -> str:
     """Return the command of the options with these changes; None removes one."""
-    start = [options.recipe] if options.recipe is not None else []
-    start += ["--config", options.config] if options.config is not None else []
     changes = {**options.changes, **changes}
     flags = [f"--{key}={text}" for key, text in changes.items() if text is not None]
-    return shlex.join(["hypersphere", "train", *start, *flags])
+    return shlex.join(["hypersphere", *_words(options), *flags])
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """Return the command and what it starts from, as typed."""
+    if (model := getattr(options, "model", None)) is not None:
+        return ["finetune", model, *(["--weights", options.weights] if options.weights is not None else [])]
+    start = [options.recipe] if options.recipe is not None else []
+    return ["train", *start, *(["--config", options.config] if options.config is not None else [])]
 
 
 def _tell_how_to_compare(result: Any, options: argparse.Namespace) -> None:
