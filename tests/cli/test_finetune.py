@@ -11,7 +11,7 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.models import _timm
 from hypersphere.rotation.parametrization import find_rotated
-from hypersphere.train import Config, Data, Model, Rotation, derive, fit, load_run, neurons
+from hypersphere.train import Config, Data, Model, Rotation, derive, fit, load_run, neurons, splits
 from hypersphere.train.config import to_json
 from hypersphere.train.engine import fit_part
 from tests import runs
@@ -119,6 +119,40 @@ def test_an_interruption_names_the_command_that_was_typed(base, monkeypatch, cap
     assert capsys.readouterr().err == f"hypersphere finetune: to resume: hypersphere {words}\n"
 
 
+@pytest.fixture
+def pets(tmp_path):
+    """A folder of images in colours of several sizes, two classes of six."""
+    Image = pytest.importorskip("PIL.Image")
+    for i in range(12):
+        pixels = torch.randint(256, (20 + i, 30, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
+        path = tmp_path / "pets" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.numpy()).save(path)
+    return tmp_path / "pets"
+
+
+def test_images_in_colours_become_what_a_network_of_small_grey_ones_takes(base, pets, tmp_path):
+    out = tmp_path / "out"
+    argv = ["finetune", base, "--data.root", pets, "--steps", 2, "--out", out, "--device", "cpu", "--quiet"]
+    assert main([str(word) for word in argv]) == 0
+    tuned = load_run(out)
+    assert (tuned.spec.shape, tuned.spec.classes) == ((1, 8, 8), ["a", "b"])
+    assert (tuned.config.data.channels, tuned.config.data.size) == (1, 8)
+    data = splits.load(tuned.config.data, 0)
+    paths = data.train.paths
+    trained = torch.cat([data.eval_augment(data.train[i][0][None], None) for i in range(len(paths))])
+    assert torch.equal(tuned.preprocess(paths), trained)  # prediction sees the pixels of the training
+    assert trained.std() > 0.01
+
+
+@pytest.mark.parametrize("flag", ["--rotation=off", "--rotation.method=none"])
+def test_all_weights_or_the_output_layer_alone_are_trained(base, tmp_path, flag):
+    assert finetune(base, flag, "--steps", 2, "--out", tmp_path / "tuned") == 0
+    before, after = load_file(base / FINAL), load_file(tmp_path / "tuned" / FINAL)
+    same = {name for name, value in after.items() if torch.equal(value, before[name])}
+    assert same == (set() if flag == "--rotation=off" else {name for name in before if "layers" in name})
+
+
 def test_a_rotation_without_a_start_leaves_no_adapter(tmp_path):
     fit(runs.tiny(out=str(tmp_path / "run"), steps=1, **{"rotation.method": "cayley"}), progress=False)
     assert not (tmp_path / "run" / ADAPTER).exists()
@@ -138,6 +172,7 @@ def test_a_rotation_without_a_start_leaves_no_adapter(tmp_path):
         ("BASE --init_from x", "--init_from is given by MODEL and --weights: remove it"),
         ("BASE --rotation.method householder", "rotation.scaled needs rotation.method"),
         ("BASE --data.root .", "image_folder: . has no folders"),
+        ("BASE", "finetune needs --data.root, a folder of images by class, or --data.name"),
     ],
 )
 def test_errors_are_one_line_and_nothing_is_written(base, tmp_path, monkeypatch, capsys, argv, line):
@@ -147,7 +182,7 @@ def test_errors_are_one_line_and_nothing_is_written(base, tmp_path, monkeypatch,
     save_file(tensors | {"layers.0.weight": tensors["layers.0.weight"] * float("nan")}, "nan.safetensors")
     there = set(tmp_path.iterdir())
     words = argv.replace("BASE", str(base)).split()
-    data = [] if "--data.root" in words else DATA
+    data = [] if "--data.root" in words or words == [str(base)] else DATA
     assert main(["finetune", *words, *data, "--steps", "2", "--out", "out"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

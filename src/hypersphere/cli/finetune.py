@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ..train.config import Config, ConfigError, Data, Optimizer, Rotation, Schedule, derive, load_file
+from ..train.config import Config, ConfigError, Data, Model, Optimizer, Rotation, Schedule, derive, load_file
+from ..train.config.convert import OFF
 from ..train.storage.layout import CONFIG
 from ._settings import expand_switches, started_config
 from .train import add_train_arguments, train
@@ -15,6 +16,13 @@ __all__ = ["add_arguments", "expand_switches", "run"]
 
 BLOCK_SIZE = 32
 RATE, ROTATION_RATE = 1e-3, 1e-2  # of Adam: output layer, scaled rotations
+DEFAULTS = Config(
+    epochs=10,
+    data=Data("image_folder", batch_size=64, augment=None),
+    rotation=Rotation(block_size=BLOCK_SIZE, scaled=True, freeze=True),
+    optimizer=Optimizer("adam", lr=RATE, rotation_lr=ROTATION_RATE, weight_decay=0.0),
+    schedule=Schedule("cosine", warmup=0),
+)
 EXAMPLES = """\
   hypersphere finetune runs/opt --data.root=pets                  the network of a run, on a folder of images
   hypersphere finetune resnet18 --weights=resnet18.safetensors --data.root=pets
@@ -44,9 +52,28 @@ def finetune_config(options: argparse.Namespace) -> Config:
 
     With `data.root` the dataset is image_folder unless it is named. To resume, the config is that of the run in `out`.
     """
+    changes = options.changes
     for key in ("init_from", "model.name"):
-        if key in options.changes:
+        if key in changes:
             raise ConfigError(f"--{key} is given by MODEL and --weights: remove it")
+    start, model, data = _trained(options)
+    if (started := started_config(options)) is not None:
+        is_same = started.init_from is not None and Path(started.init_from).resolve() == start.resolve()
+        return started if is_same else replace(started, init_from=str(start))
+    if not {"data.root", "data.name"} & {*changes}:
+        raise ConfigError("finetune needs --data.root, a folder of images by class, or --data.name")
+    name = changes.get("data.name", DEFAULTS.data.name)
+    data = replace(DEFAULTS.data, name=name, size=data.size, channels=data.channels)
+    config = replace(DEFAULTS, model=model, data=data, init_from=str(start))
+    if changes.get("rotation") in OFF:
+        return derive(config, rotation=None, optimizer={"rotation_lr": None})
+    if changes.get("rotation.method") == "none":  # the output layer alone
+        return derive(config, rotation=Rotation("none", freeze=True), optimizer={"rotation_lr": None})
+    return config
+
+
+def _trained(options: argparse.Namespace) -> tuple[Path, Model, Data]:
+    """Return where the weights are, their network, and the settings of the images that it takes."""
     folder = Path(options.model).expanduser()
     if folder.is_dir():
         if options.weights is not None:
@@ -54,28 +81,26 @@ def finetune_config(options: argparse.Namespace) -> Config:
         if not (folder / CONFIG).is_file():
             raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}")
         trained = load_file(folder / CONFIG)
-        model, size, start = trained.model, trained.data.size, folder
-    else:
-        if options.weights is None:
-            raise ConfigError(
-                f"MODEL {options.model!r} is not a run folder: give a network's name, and its .safetensors by --weights"
-            )
-        model, start = derive(Config(), {"model.name": options.model}).model, Path(options.weights).expanduser()
-        size = None
-        if not start.is_file():
-            raise ConfigError(f"--weights: {start} does not exist")
-    if (started := started_config(options)) is not None:
-        is_same = started.init_from is not None and Path(started.init_from).resolve() == start.resolve()
-        return started if is_same else replace(started, init_from=str(start))
-    is_folder = "data.root" in options.changes and "data.name" not in options.changes
-    # A trained network expects the size and the pixels that it was trained with.
-    data = Data("image_folder" if is_folder else "digits", batch_size=64, size=size, augment=None)
-    return Config(
-        epochs=10,
-        model=model,
-        data=data,
-        init_from=str(start),
-        rotation=Rotation(block_size=BLOCK_SIZE, scaled=True, freeze=True),
-        optimizer=Optimizer("adam", lr=RATE, rotation_lr=ROTATION_RATE, weight_decay=0.0),
-        schedule=Schedule("cosine", warmup=0),
-    )
+        return folder, trained.model, _images_of(folder, trained)
+    if options.weights is None:
+        raise ConfigError(
+            f"MODEL {options.model!r} is not a run folder: give a network's name, and its .safetensors by --weights"
+        )
+    start = Path(options.weights).expanduser()
+    if not start.is_file():
+        raise ConfigError(f"--weights: {start} does not exist")
+    return start, derive(Config(), {"model.name": options.model}).model, Data()
+
+
+def _images_of(folder: Path, trained: Config) -> Data:
+    """Return the size and the channels of the images that the network of a run was trained with."""
+    from ..train.inference.run import load_run
+
+    try:
+        spec = load_run(folder).spec
+    except (ValueError, OSError):  # the training says what is wrong with the weights
+        return Data(size=trained.data.size, channels=trained.data.channels)
+    if spec.kind != "images" or spec.dtype != "uint8":
+        return Data(size=None)
+    channels, height, width = spec.shape
+    return Data(size=height if height == width else None, channels=channels if channels in (1, 3) else None)
