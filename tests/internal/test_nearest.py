@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import hypersphere as hs
+from hypersphere.train import Config, derive
+from hypersphere.train.config import Optimizer
 
 HEAD_NAMES = {"s": "scale", "m": "margin", "in_features": "embedding_size", "out_features": "num_classes"}
 HEAD_NAMES |= {"n_classes": "num_classes", "feat_dim": "embedding_size", "num_features": "embedding_size"}
@@ -74,6 +76,9 @@ def test_other_type_errors_pass():
         (hs.rotate, (net(),), "oft_block_size", "block_size"),
         (hs.EnergyRegularizer, (net(),), "weight", "hidden_weight"),
         (hs.OGD, (net().parameters(),), "learning_rate", "lr"),
+        (hs.param_groups, (net(),), "weight_deacy", "weight_decay"),
+        (Config, (), "epoch", "epochs"),
+        (Optimizer, (), "rl", "lr"),
     ],
 )
 def test_layers_and_verbs_name_the_keyword_and_ours(function, arguments, name, near):
@@ -90,3 +95,8 @@ def test_networks_name_the_number_of_classes(name):
 def test_networks_list_their_options_if_none_is_near():
     with pytest.raises(ValueError, match=r"^resnet20 option must be one of num_classes, .*; got 'pretrained'$"):
         hs.models.create("resnet20", pretrained=True)
+
+
+def test_a_setting_of_the_same_letters_is_near():
+    with pytest.raises(ValueError, match=r"^unknown setting 'optimizer\.rl', did you mean 'optimizer\.lr'\?$"):
+        derive(Config(), {"optimizer.rl": 3})

@@ -242,6 +242,7 @@ def test_post_hooks_see_the_weights_on_their_spheres():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
+        (lambda: Hyperball(torch.optim.Adam), TypeError, "optimizer must be a torch optimizer, .* got the class Adam"),
         (lambda: Hyperball([matrix(2, 2)]), TypeError, "optimizer must be a torch optimizer, .* got list"),
         (lambda: Hyperball(Hyperball(sgd(matrix(2, 2)))), ValueError, "must be new, got the Hyperball of another"),
         (

@@ -79,9 +79,10 @@ def nearest_few(name: str, among: Iterable[str], n: int = 3) -> list[str]:
 
 
 def _likeness(one: str, other: str) -> float:
-    """Return difflib's similarity, and a little more for every letter of a common prefix."""
+    """Return difflib's similarity, and a little more for the same letters and for every letter of a common prefix."""
+    same = 0.2 if sorted(one) == sorted(other) else 0.0
     prefix = sum(other.startswith(one[: i + 1]) for i in range(len(one)))
-    return SequenceMatcher(None, one, other).ratio() + 0.03 * prefix
+    return SequenceMatcher(None, one, other).ratio() + same + 0.03 * prefix
 
 
 def nearest_argument(name: str, allowed: Iterable[str]) -> list[str]:

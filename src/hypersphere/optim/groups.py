@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from .._internal import checks
 from .._internal.global_hooks import OptimizerCheck
+from .._internal.nearest import explain_keywords
 from ..layers.sphere import SphereOptions
 from ..neurons import Layout, head_layouts, is_loss_head, select
 from ..rotation.parametrization import find_rotated
@@ -25,6 +26,7 @@ _OWN = _Own(0.0)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
+@explain_keywords
 def param_groups(
     model: nn.Module,
     weight_decay: float = _OWN,

@@ -72,7 +72,7 @@ class Hyperball(Optimizer):
         norm: str = "frobenius",
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            got = getattr(optimizer, "__name__", type(optimizer).__name__)
+            got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
             raise TypeError(
                 f"optimizer must be a torch optimizer, such as torch.optim.AdamW(groups, lr=0.02), got {got}"
             )

@@ -7,10 +7,11 @@ from functools import cache
 from typing import get_args
 
 from . import consistency
-from .groups import Data, Embedding, Energy, Gan, Group, Loss, Model, Optimizer, Rotation, Schedule, types_of
+from .groups import Data, Embedding, Energy, Gan, Group, Loss, Model, Optimizer, Rotation, Schedule, explained, types_of
 from .values import AUTO, ConfigError, read, setting, shown
 
 
+@explained
 @dataclass(frozen=True)
 class Config(Group):
     """Configure one training. The defaults train a small network on the embedded digits.

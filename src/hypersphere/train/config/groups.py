@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from ..._internal.nearest import explain_keywords
 from .values import read, setting
 
 LAYERS = ("hidden", "output", "all")  # of rotation.layers, beside layers by name
+
+T = TypeVar("T")
 
 _types: dict[Any, dict[str, Any]] = {}  # not functools.cache: a type checker takes no classes for hashable
 
@@ -17,6 +20,12 @@ def types_of(kind: Any) -> dict[str, Any]:
     if kind not in _types:
         _types[kind] = get_type_hints(kind)
     return _types[kind]
+
+
+def explained(kind: type[T]) -> type[T]:
+    """Decorate a group: an unknown keyword of its constructor is answered with the nearest field."""
+    kind.__init__ = explain_keywords(kind.__init__)  # type: ignore[method-assign]
+    return kind
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,7 @@ class Group:
             object.__setattr__(self, leaf.name, value)
 
 
+@explained
 @dataclass(frozen=True)
 class Model(Group):
     """The network. None: the network's own default."""
@@ -77,6 +87,7 @@ class Model(Group):
         return self.name == "generator.mhe"
 
 
+@explained
 @dataclass(frozen=True)
 class Data(Group):
     """The dataset."""
@@ -134,6 +145,7 @@ class Data(Group):
     workers: int = setting(0, "worker processes of the data loader", low=0, high=256)
 
 
+@explained
 @dataclass(frozen=True)
 class Loss(Group):
     """The loss. None: the loss's own default."""
@@ -172,6 +184,7 @@ class Loss(Group):
     label_smoothing: float = setting(0.0, "label smoothing", low=0, below=1)
 
 
+@explained
 @dataclass(frozen=True)
 class Energy(Group):
     """Hyperspherical energy added to the loss (MHE)."""
@@ -192,6 +205,7 @@ class Energy(Group):
     exclude: str | tuple[str, ...] = setting((), "names and patterns of layers without energy")
 
 
+@explained
 @dataclass(frozen=True)
 class Embedding(Group):
     """Evenness of the embeddings of a batch, added to the loss; of losses with a head, whose network returns them."""
@@ -203,6 +217,7 @@ class Embedding(Group):
     angular: bool = setting(False, "energy: of angles instead of distances")
 
 
+@explained
 @dataclass(frozen=True)
 class Rotation(Group):
     """Rotate fixed random neurons instead of training them (OPT)."""
@@ -244,6 +259,7 @@ class Rotation(Group):
     penalty_squared: bool = setting(True, "square the norm in the penalty; false as in the released code")
 
 
+@explained
 @dataclass(frozen=True)
 class Gan(Group):
     """How a generator is trained against a discriminator (MHE, App. G)."""
@@ -265,6 +281,7 @@ class Gan(Group):
     )
 
 
+@explained
 @dataclass(frozen=True)
 class Optimizer(Group):
     """The optimizer."""
@@ -308,6 +325,7 @@ class Optimizer(Group):
     )
 
 
+@explained
 @dataclass(frozen=True)
 class Schedule(Group):
     """The learning rate schedule."""
