@@ -23,7 +23,15 @@ from hypersphere.report import networks, report_runs
 from hypersphere.report.curves import curve_chart, mean_curve, thin
 from hypersphere.report.linechart import Mark
 from hypersphere.report.run_curves import _curves, _marks
-from hypersphere.report.run_files import RunFiles, RunGroup, changed_settings, differences, group_runs, read_runs
+from hypersphere.report.run_files import (
+    RunFiles,
+    RunGroup,
+    changed_settings,
+    differences,
+    group_runs,
+    read_runs,
+    unranked,
+)
 from hypersphere.report.run_page import _accuracy, build_page
 from hypersphere.train import Config, Energy, Optimizer, Rotation, TrainingError, fit, load_run
 from hypersphere.train.config import to_tree
@@ -217,6 +225,24 @@ def test_pictures_come_before_tables(trained, tmp_path):
     assert "Highest test accuracy: " in re.search("<header>.*?</header>", text).group()
     first, *charts = [text.index("<table"), *(match.start() for match in re.finditer('<figure class="chart', text))]
     assert max(charts) < first
+
+
+def test_accuracies_of_different_data_are_not_ranked(tmp_path, capsys):
+    data = {"odd": {"name": "odd"}, "coarse": {"name": "cifar100", "labels": "coarse", "root": "/one"}}
+    runs = [
+        write_run(tmp_path / name, curve([1.0], "test", accuracy=0.9 - 0.1 * i), data=of)
+        for i, (name, of) in enumerate(data.items())
+    ]
+    groups = group_runs(read_runs(runs))
+    note = "Accuracies of different data are not ranked: odd, cifar100 coarse."
+    lead = re.search("<header>.*?</header>", build_page(groups).html()).group()
+    assert note in lead
+    assert "Highest" not in lead
+    assert main(["report", *map(str, runs), "--html", str(tmp_path / "r.html")]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == note
+    other = {"name": "cifar100", "labels": "coarse", "root": "/two"}  # the same data elsewhere
+    moved = write_run(tmp_path / "moved", curve([1.0], "test", accuracy=0.5), data=other, clip="auto")
+    assert unranked(group_runs(read_runs([runs[1], moved]))) == ""
 
 
 def test_settings_show_what_differs_and_is_not_the_default(tmp_path):

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..papers import gan as gan  # registers it
-    from ..report.run_files import format_metric, group_runs, read_runs
+    from ..report.run_files import format_metric, group_runs, read_runs, unranked
     from ..report.run_page import build_page, summarize
 
     out = options.html
@@ -39,5 +39,7 @@ def run(options: argparse.Namespace) -> int:
         for group in groups
     ]
     print_table(TextTable(["group", "runs", *keys], rows))
+    if apart := unranked(groups):
+        print(printable(apart))
     print(printable(f"page: {out.absolute()}"))
     return 0

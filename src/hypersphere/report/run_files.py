@@ -232,6 +232,15 @@ def describe(groups: Sequence[RunGroup]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{len(groups)} groups of runs"
 
 
+def unranked(groups: Sequence[RunGroup]) -> str:
+    """Say that groups with accuracies cannot be ranked, as their data differ; "" if they can."""
+    keys = ("data.name", "data.labels", "data.root")
+    own = [group.config for group in groups if group.metric("accuracy").mean is not None]
+    data = dict.fromkeys(" ".join(str(config[key]) for key in keys if config.get(key) is not None) for config in own)
+    some = ", ".join([*data][:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")
+    return f"Accuracies of different data are not ranked: {some}." if len(data) > 1 else ""
+
+
 def _settings_name(index: int, changed: dict[str, list[Any]]) -> str:
     """Name a group by what sets it apart, such as "lr=0.1"; "" if that is long."""
     name = ", ".join(f"{key.rpartition('.')[2]}={values[index]}" for key, values in changed.items())

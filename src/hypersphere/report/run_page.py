@@ -28,6 +28,7 @@ from .run_files import (
     format_metric,
     group_runs,
     read_runs,
+    unranked,
 )
 from .sweep import MOST_GROUPS, add_sweep, choose, find_sweep
 
@@ -129,7 +130,9 @@ def _verdict(groups: Sequence[RunGroup]) -> str:
     """Say which group is best, and which runs have not finished."""
     ranked = [group for group in groups if group.metric("accuracy").mean]
     words = []
-    if ranked:
+    if apart := unranked(groups):
+        words.append(apart)
+    elif ranked:
         best = max(ranked, key=lambda group: group.metric("accuracy").mean or 0.0)
         which = f"{best.split or 'last'} accuracy"
         which = f"Highest {which}" if len(ranked) > 1 else which.capitalize()

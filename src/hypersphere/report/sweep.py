@@ -17,7 +17,7 @@ from .chart import Chart
 from .curves import Curve, curve_chart
 from .linechart import Mark
 from .page import Cell, Page
-from .run_files import PERCENT, RunGroup, changed_settings, differences, format_metric, with_unit
+from .run_files import PERCENT, RunGroup, changed_settings, differences, format_metric, unranked, with_unit
 
 FEWEST = 3  # numbers on a line
 MOST_GROUPS = 8  # whose mistakes and energies are drawn
@@ -197,7 +197,9 @@ def choose(groups: Sequence[RunGroup], sweep: Sweep | None) -> tuple[list[RunGro
         rest = {group.name for group in sweep.rest(groups)}
         chosen = [group for group in groups if group.name in best | rest]
         words = f"the best of each line over {sweep.label}" + (" and all that are on no line" if rest else "")
-    if len(chosen) > MOST_GROUPS:
+    if len(chosen) > MOST_GROUPS and unranked(chosen):
+        chosen, words = chosen[:MOST_GROUPS], f"the first {MOST_GROUPS}" + (f" among {words}" if words else "")
+    elif len(chosen) > MOST_GROUPS:
         top = {group.name for group in sorted(chosen, key=_rank, reverse=True)[:MOST_GROUPS]}
         chosen = [group for group in groups if group.name in top]
         words = f"the {MOST_GROUPS} best" + (f" among {words}" if words else "")
