@@ -1,5 +1,6 @@
 """`hypersphere finetune`: rotations of a trained network; networks of hs.models only."""
 
+import re
 import sys
 
 import pytest
@@ -12,7 +13,9 @@ from hypersphere.cli import main
 from hypersphere.models import _timm
 from hypersphere.rotation.parametrization import find_rotated
 from hypersphere.train import Config, Data, Model, Rotation, derive, fit, load_run, neurons, splits
-from hypersphere.train.config import to_json
+from hypersphere.train.config import to_json, to_tree
+from hypersphere.train.config.convert import flatten
+from hypersphere.train.config.files import format_scalar
 from hypersphere.train.engine import fit_part
 from tests import runs
 from tests.train.test_engine import three_digits
@@ -151,6 +154,24 @@ def test_all_weights_or_the_output_layer_alone_are_trained(base, tmp_path, flag)
     before, after = load_file(base / FINAL), load_file(tmp_path / "tuned" / FINAL)
     same = {name for name, value in after.items() if torch.equal(value, before[name])}
     assert same == (set() if flag == "--rotation=off" else {name for name in before if "layers" in name})
+
+
+def test_the_help_has_the_defaults_of_a_fine_tuning(base, capsys):
+    assert main(["finetune", "--help-all"]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    shown = dict(re.findall(r" --([a-z_.]+) \S+ (?:(?! --[a-z]).)*?\(default: ([^)]+)\)", lines))
+    assert (shown["data.name"], shown["rotation.block_size"], shown["model.name"]) == (
+        "image_folder",
+        "32",
+        "that of MODEL",
+    )
+    assert main(["finetune", str(base), "--data.root=pets", "--print_config"]) == 0
+    (file := base.parent / "printed.yaml").write_text(capsys.readouterr().out)
+    used = flatten(to_tree(hs.train.load_file(file)))
+    of_model = {key for key, text in shown.items() if "MODEL" in text or "run" in text}
+    told = {key: text for key, text in shown.items() if key in used and key not in of_model}
+    assert len(told) > 30
+    assert told == {key: str(format_scalar(used[key])) for key in told}
 
 
 def test_a_rotation_without_a_start_leaves_no_adapter(tmp_path):

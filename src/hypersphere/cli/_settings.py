@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,14 @@ def folder_name(network: str, dataset: str, recipe: str | None) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-def add_settings(parser: argparse.ArgumentParser, examples: str = "") -> None:
-    """Add a flag for every field, grouped as in the config; :func:`config.apply` takes `options.changes`."""
+def add_settings(
+    parser: argparse.ArgumentParser, examples: str = "", defaults: Mapping[str, str] | None = None
+) -> None:
+    """Add a flag for every field, grouped as in the config; :func:`config.apply` takes `options.changes`.
+
+    Args:
+        defaults: what the help says instead of the defaults of a config, by key.
+    """
     parser.add_argument("--help-all", action=Help, help=f"print the help of all {len(flags())} settings and exit")
     titles = {}
     for field in fields(Config):
@@ -111,7 +117,7 @@ def add_settings(parser: argparse.ArgumentParser, examples: str = "") -> None:
             metavar=_metavar(flag),
             nargs="?" if switch else None,
             const="true" if switch else None,
-            help=flag.help.replace("%", "%%"),
+            help=_help(flag, (defaults or {}).get(flag.key)).replace("%", "%%"),
         )
         added.is_rare = flag.key not in COMMON
         names = names_of(flag.field)
@@ -131,6 +137,10 @@ def expand_switches(argv: Sequence[str]) -> list[str]:
         f"{word}=true" if word in switches and re.match(_NO_VALUE, following) else word
         for word, following in zip(argv, [*argv, "--"][1:], strict=True)
     ]
+
+
+def _help(flag: Flag, default: str | None) -> str:
+    return flag.help if default is None else f"{flag.help.partition(' (default: ')[0]} (default: {default})"
 
 
 def _is_switch(flag: Flag) -> bool:

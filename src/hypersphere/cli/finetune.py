@@ -6,23 +6,24 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ..train.config import Config, ConfigError, Data, Model, Optimizer, Rotation, Schedule, derive, load_file
-from ..train.config.convert import OFF
+from ..train.config import Config, ConfigError, Data, Model, Optimizer, Rotation, derive, load_file, to_tree
+from ..train.config.convert import OFF, flags, flatten
+from ..train.config.files import format_scalar
 from ..train.storage.layout import CONFIG
 from ._settings import expand_switches, started_config
 from .train import add_train_arguments, train
 
 __all__ = ["add_arguments", "expand_switches", "run"]
 
-BLOCK_SIZE = 32
-RATE, ROTATION_RATE = 1e-3, 1e-2  # of Adam: output layer, scaled rotations
+#: learning rates of Adam: of the output layer, and of scaled rotations
+RATE, ROTATION_RATE = 1e-3, 1e-2
 DEFAULTS = Config(
-    epochs=10,
-    data=Data("image_folder", batch_size=64, augment=None),
-    rotation=Rotation(block_size=BLOCK_SIZE, scaled=True, freeze=True),
+    data=Data("image_folder"),
+    rotation=Rotation(block_size=32, scaled=True, freeze=True),
     optimizer=Optimizer("adam", lr=RATE, rotation_lr=ROTATION_RATE, weight_decay=0.0),
-    schedule=Schedule("cosine", warmup=0),
 )
+#: what `--help` says of defaults that MODEL gives
+_OF_MODEL = {"init_from": "MODEL", "data.size": "that of a run, else auto", "data.channels": "those of a run"}
 EXAMPLES = """\
   hypersphere finetune runs/opt --data.root=pets                  the network of a run, on a folder of images
   hypersphere finetune resnet18 --weights=resnet18.safetensors --data.root=pets
@@ -39,8 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "timm/NAME, a network of timm",
     )
     parser.add_argument("--weights", metavar="FILE", help="weights of the network, .safetensors; nothing is fetched")
-    add_train_arguments(parser, EXAMPLES)
+    add_train_arguments(parser, EXAMPLES, _defaults())
     parser.set_defaults(recipe=None, config=None)
+
+
+def _defaults() -> dict[str, str]:
+    """Return the defaults that are not those of `hypersphere train`, as the help prints them."""
+    usual, own = flatten(to_tree(Config())), flatten(to_tree(DEFAULTS))
+    changed = {key: format_scalar(value) for key, value in own.items() if usual.get(key) != value}
+    of_model = {flag.key: "that of MODEL" for flag in flags() if flag.key.startswith("model.")}
+    return {"rotation": "on", **changed, **of_model, **_OF_MODEL}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,8 +71,7 @@ def finetune_config(options: argparse.Namespace) -> Config:
         return started if is_same else replace(started, init_from=str(start))
     if not {"data.root", "data.name"} & {*changes}:
         raise ConfigError("finetune needs --data.root, a folder of images by class, or --data.name")
-    name = changes.get("data.name", DEFAULTS.data.name)
-    data = replace(DEFAULTS.data, name=name, size=data.size, channels=data.channels)
+    data = replace(data, name=changes.get("data.name", DEFAULTS.data.name))
     config = replace(DEFAULTS, model=model, data=data, init_from=str(start))
     if changes.get("rotation") in OFF:
         return derive(config, rotation=None, optimizer={"rotation_lr": None})

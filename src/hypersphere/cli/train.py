@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NoReturn
@@ -41,12 +41,14 @@ EXAMPLES = """\
 """
 
 
-def add_train_arguments(parser: argparse.ArgumentParser, examples: str) -> None:
-    """Add what every training takes: how to print, and a flag for every field."""
+def add_train_arguments(
+    parser: argparse.ArgumentParser, examples: str, defaults: Mapping[str, str] | None = None
+) -> None:
+    """Add what every training takes: how to print, and a flag for every field, with these defaults in the help."""
     parser.add_argument("--json", action="store_true", help="print the results as JSON only")
     parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML and exit")
     parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
-    add_settings(parser, examples)
+    add_settings(parser, examples, defaults)
 
 
 def run(options: argparse.Namespace) -> int:
