@@ -244,11 +244,11 @@ def draw(deep: Runs, few: Runs) -> str:
 
 
 def write_page(few: Runs, folder: str | Path, path: Path) -> None:
-    """Write the report of all runs, in the order of the picture."""
+    """Write the report of all runs, the MLPs first: they then have the colours of the picture in every chart."""
     from hypersphere.report.run_files import group_runs, read_runs
     from hypersphere.report.run_page import build_page
 
-    jobs = [(start, depth) for start in DEEP for depth in DEPTHS] + [*few]
+    jobs = [*few] + [(start, depth) for start in DEEP for depth in DEPTHS]
     page = build_page(group_runs(read_runs([f"{folder}/{name_of(job)}" for job in jobs])))
     page.title = "Deep CNNs, and an MLP on 100 digits"
     what = "CNNs without shortcuts, by depth and start; an MLP, plain, with the energy in the loss, and with rotations."
