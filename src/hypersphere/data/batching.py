@@ -7,7 +7,11 @@ A dataset is any torch Dataset with ``len()``, ``ds[i] -> (tensor, int)`` and ``
 
 from __future__ import annotations
 
+import os
+import pickle
 import signal
+import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -90,9 +94,10 @@ def batches(
         order = BalancedOrder(ClassGroups(check_one_label(dataset), classes, images_per_class), seed, epoch)
     else:
         order = _random.shuffle(seed, epoch, "order", everything) if shuffle else everything
+    batches_of_rank = _Batches(dataset, order, batch_size, rank, world_size, augmentation, seed, epoch)
     # With its own generator the loader does not draw from torch's global one.
     loader: DataLoader[Any] = DataLoader(
-        _Batches(dataset, order, batch_size, rank, world_size, augmentation, seed, epoch),
+        _InWorker(batches_of_rank) if workers else batches_of_rank,
         batch_size=None,
         sampler=range(start, count),
         num_workers=workers,
@@ -105,7 +110,7 @@ def batches(
     # A worker inherits the mask, so no signal can kill it before it has set its handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        return iter(loader)
+        return _from_workers(iter(loader))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -116,11 +121,63 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def _ignore_signals(worker: int) -> None:
     """Ignore SIGINT and the first SIGTERM, which reach all processes: the death of a worker would be an error.
 
-    The second SIGTERM comes from the parent, to end its workers.
+    A SIGTERM from the parent, which sends one at its exit, ends the worker.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    can_wait = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's handler ends the worker, whoever sent it
+    if can_wait:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_wait_for_the_end, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT] if can_wait else _SIGNALS)
+
+
+def _wait_for_the_end() -> None:
+    for _ in range(2):
+        if signal.sigwaitinfo((signal.SIGTERM,)).si_pid == os.getppid():
+            break
+    os._exit(0)
+
+
+class _WorkerTraceback(Exception):
+    """Where an error was raised in a worker, as its cause."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Failure:
+    """A user error raised in a worker, returned in place of a batch: torch puts its traceback into the message."""
+
+    error: Exception
+    traceback: str
+
+
+@dataclass(frozen=True, eq=False)
+class _InWorker(Dataset[Any]):
+    """The same batches, with :class:`_Failure` for the errors that users see in one line."""
+
+    batches: _Batches
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor] | _Failure:
+        try:
+            return self.batches[i]
+        except (OSError, ValueError) as error:
+            if not _survives_pickle(error):
+                raise
+            return _Failure(error, traceback.format_exc())
+
+
+def _survives_pickle(error: Exception) -> bool:
+    try:
+        return str(pickle.loads(pickle.dumps(error))) == str(error)
+    except Exception:  # an error class with a constructor of its own may raise anything
+        return False
+
+
+def _from_workers(loaded: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    for batch in loaded:
+        if isinstance(batch, _Failure):
+            del loaded  # ends the workers, which a traceback would keep
+            raise batch.error from _WorkerTraceback(f"\n{batch.traceback}")
+        yield batch
 
 
 def num_batches(
