@@ -61,6 +61,27 @@ def test_a_run_is_rotated_and_leaves_an_adapter_and_a_merged_model(base, tmp_pat
     torch.testing.assert_close(hs.merge(adapted)(inputs), merged(inputs), rtol=1e-4, atol=1e-5)
 
 
+def test_verify_and_resume_see_the_adapter(base, tmp_path, capsys):
+    tuned = tmp_path / "tuned"
+    assert finetune(base, "--steps", 4, "--out", tuned) == 0
+    good = (tuned / ADAPTER).read_bytes()
+
+    def verified():
+        capsys.readouterr()
+        code = main(["verify", str(tuned)])
+        return code, next(line for line in capsys.readouterr().out.splitlines() if ADAPTER in line).split(maxsplit=2)
+
+    assert verified() == (0, ["ok", str(tuned / ADAPTER)])
+    (tuned / ADAPTER).write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert verified() == (1, ["damaged", f"{tuned / ADAPTER}:", "it does not match its checksum"])
+    (tuned / ADAPTER).unlink()
+    assert verified()[0] == 1
+    with pytest.warns(UserWarning, match="finishing again from the last checkpoint"):
+        fit(derive(load_run(tuned).config, resume=True), progress=False)
+    assert (tuned / ADAPTER).read_bytes() == good
+    assert verified()[0] == 0
+
+
 def test_a_file_of_weights_gives_the_same_as_the_run(base, tmp_path):
     assert finetune(base, "--steps", 4, "--out", tmp_path / "a") == 0
     (tmp_path / "link.safetensors").symlink_to(base / FINAL)  # as in the caches of model hubs

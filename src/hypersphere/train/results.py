@@ -94,6 +94,8 @@ def read_result(config: Config) -> Result | None:
         lines = parse_lines(texts)
         if len(lines) < len(texts):
             raise ValueError(f"{history} is damaged: line {len(lines) + 1} is not a JSON object of metrics")
+        if layout.ADAPTER in summary.checksums:
+            weights.check_adapter(path / layout.ADAPTER, summary.checksums[layout.ADAPTER])
         return Result(summary, lines, load_run(path).model, path, config)
     except (OSError, ValueError) as error:
         problem = one_line(error)
@@ -183,11 +185,12 @@ def _write(
     described = {"step": step, RUN_ID: summary.run_id, "data": task.splits.spec.to_tree()}
     model = weights.write(path / layout.FINAL, parts, described)
     files = {layout.CONFIG: config_text(task.config, summary.run_id), f"{layout.FINAL}/{layout.MODEL}": model}
+    sums = {name: checksummed_json.checksum(text.encode()) for name, text in files.items()}
     trained = task.modules[task.main]
     network = trained.network if isinstance(trained, Classifier) else None
     if task.config.init_from is not None and network is not None and any(find_rotated(network)):
-        save_rotations(network, path / layout.FINAL / layout.ROTATIONS)  # an adapter of the network it started from
-    sums = {name: checksummed_json.checksum(text.encode()) for name, text in files.items()}
+        save_rotations(network, path / layout.ADAPTER)  # of the network it started from
+        sums[layout.ADAPTER] = checksummed_json.checksum(safe_files.read_plain(path / layout.ADAPTER))
     if collected is not None:
         predictions.write(path, summary.split, sums[f"{layout.FINAL}/{layout.MODEL}"], collected.tree())
     sums[layout.METRICS] = str(history.mark()["checksum"])

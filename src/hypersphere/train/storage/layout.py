@@ -29,7 +29,7 @@ STEP = re.compile(rf"(0|[1-9][0-9]*)({re.escape(REPLACED)})?")
 UNFINISHED = re.compile(rf"\.[0-9]+\.{TEMPORARY}")  # a checkpoint that was being written
 
 FINAL, MODEL = "final", "model.json"
-ROTATIONS = "rotations.safetensors"  # in final/, for load_rotations
+ADAPTER = f"{FINAL}/rotations.safetensors"  # for load_rotations
 PARTS = ("model", "head", "discriminator")  # whose weights final/ may hold
 
 LANDSCAPES = "landscape"

@@ -27,7 +27,7 @@ class Summary:
         length: `steps` and `epochs` of the config.
         parameters: trained, and in total after merging.
         data: name and hash of the dataset, and the samples of each split.
-        checksums: of config.json, metrics.jsonl and final/model.json.
+        checksums: of config.json, metrics.jsonl, final/model.json and final/rotations.safetensors.
     """
 
     step: Count

@@ -21,7 +21,7 @@ from .metrics import MetricsLine, has_mark
 from .reading import find, read, steps
 from .records import check_id, own_folder
 from .summary import read_summary
-from .weights import read_model, read_tensors
+from .weights import check_adapter, read_model, read_tensors
 
 NO_CHECKSUM = "not compared: no checksum"
 
@@ -87,6 +87,7 @@ class _RunFiles:
         yield from self._check(f"{layout.FINAL}/{layout.MODEL}", self._check_model, needed=self.is_finished)
         for name in self.tensors:  # none if model.json cannot be read: their checksums are in it
             yield from self._check(f"{layout.FINAL}/{layout.weights(name)}", read_tensors)
+        yield from self._check(layout.ADAPTER, self._check_adapter, needed=layout.ADAPTER in self.sums)
         for folder, pattern, reader in (
             (layout.LANDSCAPES, layout.LANDSCAPE, landscapes.read),
             (layout.PREDICTIONS, layout.PREDICTIONS_FILE, predictions.read),
@@ -147,6 +148,11 @@ class _RunFiles:
         if not has_mark(data, mark):
             raise ValueError(f"it does not start with the metrics saved by {newest}")
         return ""
+
+    def _check_adapter(self, path: Path) -> str:
+        known = self.sums.get(layout.ADAPTER) if self.is_finished else None
+        check_adapter(path, known)
+        return "" if known else NO_CHECKSUM
 
     def _check_model(self, path: Path) -> None:
         described = read_model(path)

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..._internal import checksummed_json
-from ..._internal.safe_files import check_plain, write_bytes, write_text
+from ..._internal.safe_files import check_plain, read_plain, write_bytes, write_text
 from ..._internal.tensor_files import TensorFile, add_aliases, check_sums
 from ..._internal.tensors import checksum_of, unshared
 from . import layout
@@ -64,6 +64,16 @@ def read_tensors(file: Path, described: ModelFile | None = None) -> dict[str, Te
     tensors = add_aliases(stored.read_all(), stored.aliases)
     check_sums(file, tensors, known)
     return tensors
+
+
+def check_adapter(file: Path, checksum: str | None) -> None:
+    """Compare the rotations in final/ with their checksum in result.json; None if it has none: older versions."""
+    check_plain(file)
+    data = read_plain(file)
+    if checksum is None:
+        read_plain_tensors(file)
+    elif checksum != checksummed_json.checksum(data):
+        raise ValueError(f"{file} is damaged: it does not match its checksum")
 
 
 def read_plain_tensors(file: Path) -> dict[str, Tensor]:
