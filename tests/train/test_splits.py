@@ -134,7 +134,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 
 def test_too_few_samples_to_hold_some_out():
-    assert one_line(own(X[:1], Y[:1], **{"data.validation": 0.2})).startswith("data.validation=0.2 of 1 samples: ")
+    def told(n, share):
+        return one_line(own(X[:n], Y[:n], **{"data.validation": share}))
+
+    few = "samples: too few to divide; give more samples"
+    assert told(1, 0.2) == f"data.validation=0.2 of 1 {few}"
+    assert told(2, 0.2) == f"data.validation=0.2 of 2 {few}, or set data.validation to 1"
+    assert told(3, 0.9) == f"data.validation=0.9 of 3 {few}, or set data.validation to a number from 1 to 2"
 
 
 def test_every_step_draws_anew_and_by_the_seed():

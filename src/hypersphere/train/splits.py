@@ -193,9 +193,7 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
         try:
             train, validation = datasets.holdout(train, data.validation, seed)
         except ValueError as error:
-            n, size = len(train), data.validation
-            many = f"data.validation must be below the {n} training samples, got {size}"
-            raise ValueError(many if size >= n else f"data.validation={size} of {n} samples: {error}") from None
+            raise ValueError(_why_undivided(data.validation, len(train), error)) from None
     if data.fold is not None:
         number, folds = map(int, data.fold.split("/"))
         try:
@@ -224,6 +222,18 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
     spec = DataSpec(_kind(probe), shape, dtype, classes)
     data = automatic.resolve_batch_size(data, len(train), spec.is_photo)
     return Splits(spec, train, validation, test, augment, eval_augment, pairs, data)
+
+
+def _why_undivided(size: int | float, n: int, error: ValueError) -> str:
+    """Say why `size` of n samples cannot be held out."""
+    if size >= n:
+        return f"data.validation must be below the {n} training samples, got {size}"
+    problem = str(error)
+    if n == 1 or (isinstance(size, float) and round(size * n) in (0, n)):
+        numbers = {1: "", 2: ", or set data.validation to 1"}
+        other = numbers.get(n, f", or set data.validation to a number from 1 to {n - 1}")
+        problem = f"too few to divide; give more samples{other}"
+    return f"data.validation={size} of {n} samples: {problem}"
 
 
 def _resized_once(size: int, *parts: Any) -> list[Any]:
