@@ -42,23 +42,28 @@ def started(*given, **options):
     return loaded, set(multiprocessing.active_children()) - before
 
 
-@pytest.mark.parametrize("error", [ValueError("photos/cat.png is cut"), FileNotFoundError(2, "no file", "cat.png")])
-def test_an_error_is_raised_as_without_workers(error):
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("photos/cat.png is cut"), ValueError),
+        (TwoArguments("one", "two"), ValueError),
+        (FileNotFoundError(2, "no file", "cat.png"), OSError),
+    ],
+)
+def test_an_error_is_one_line_as_without_workers(error, kind):
     loaded, workers = started(Failing(error), 4, shuffle=False, workers=1)
     assert next(loaded)[0].flatten().tolist() == [0, 1, 2, 3]
-    with pytest.raises(type(error)) as raised:
+    with pytest.raises(kind) as raised:
         next(loaded)
-    assert type(raised.value) is type(error)
     assert str(raised.value) == str(error)
     assert "in __getitem__" in "".join(traceback.format_exception(raised.value))  # where the worker raised it
     assert len(workers) == 1
     assert not any(worker.is_alive() for worker in workers)
 
 
-@pytest.mark.parametrize("error", [TwoArguments("one", "two"), TypeError("a mistake in a program")])
-def test_other_errors_have_the_traceback_in_their_message(error):
-    with pytest.raises((TypeError, RuntimeError), match=rf"in __getitem__[\s\S]*{error}"):
-        list(batches(Failing(error), 4, shuffle=False, workers=1))
+def test_other_errors_have_the_traceback_in_their_message():
+    with pytest.raises(TypeError, match=r"in __getitem__[\s\S]*a mistake in a program"):
+        list(batches(Failing(TypeError("a mistake in a program")), 4, shuffle=False, workers=1))
 
 
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="this system does not tell who sent a signal")

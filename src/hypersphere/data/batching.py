@@ -8,7 +8,6 @@ A dataset is any torch Dataset with ``len()``, ``ds[i] -> (tensor, int)`` and ``
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
 import traceback
@@ -144,9 +143,10 @@ class _WorkerTraceback(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _Failure:
-    """A user error raised in a worker, returned in place of a batch: torch puts its traceback into the message."""
+    """A user error of a worker, returned in place of a batch: torch would put its traceback into the message."""
 
-    error: Exception
+    kind: type[OSError] | type[ValueError]
+    message: str
     traceback: str
 
 
@@ -160,23 +160,14 @@ class _InWorker(Dataset[Any]):
         try:
             return self.batches[i]
         except (OSError, ValueError) as error:
-            if not _survives_pickle(error):
-                raise
-            return _Failure(error, traceback.format_exc())
-
-
-def _survives_pickle(error: Exception) -> bool:
-    try:
-        return str(pickle.loads(pickle.dumps(error))) == str(error)
-    except Exception:  # an error class with a constructor of its own may raise anything
-        return False
+            return _Failure(OSError if isinstance(error, OSError) else ValueError, str(error), traceback.format_exc())
 
 
 def _from_workers(loaded: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     for batch in loaded:
         if isinstance(batch, _Failure):
             del loaded  # ends the workers, which a traceback would keep
-            raise batch.error from _WorkerTraceback(f"\n{batch.traceback}")
+            raise batch.kind(batch.message) from _WorkerTraceback(f"\n{batch.traceback}")
         yield batch
 
 
