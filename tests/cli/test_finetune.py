@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
+from hypersphere.cli import finetune as finetune_command
 from hypersphere.cli import main
 from hypersphere.models import _timm
 from hypersphere.rotation.parametrization import find_rotated
@@ -175,6 +176,7 @@ def test_all_weights_or_the_output_layer_alone_are_trained(base, tmp_path, flag)
     before, after = load_file(base / FINAL), load_file(tmp_path / "tuned" / FINAL)
     same = {name for name, value in after.items() if torch.equal(value, before[name])}
     assert same == (set() if flag == "--rotation=off" else {name for name in before if "layers" in name})
+    assert load_run(tmp_path / "tuned").config.optimizer.lr == (0.001 if flag == "--rotation=off" else 0.003)
 
 
 def test_the_help_has_the_defaults_of_a_fine_tuning(base, capsys):
@@ -189,10 +191,10 @@ def test_the_help_has_the_defaults_of_a_fine_tuning(base, capsys):
     assert main(["finetune", str(base), "--data.root=pets", "--print_config"]) == 0
     (file := base.parent / "printed.yaml").write_text(capsys.readouterr().out)
     used = flatten(to_tree(hs.train.load_file(file)))
-    of_model = {key for key, text in shown.items() if "MODEL" in text or "run" in text}
-    told = {key: text for key, text in shown.items() if key in used and key not in of_model}
+    told = {key: text for key, text in shown.items() if key in used and text != "MODEL" and " " not in text}
     assert len(told) > 30
     assert told == {key: str(format_scalar(used[key])) for key in told}
+    assert shown["optimizer.lr"] == f"{used['optimizer.lr']:g}, with --rotation=off {finetune_command.FULL_RATE:g}"
 
 
 def test_a_rotation_without_a_start_leaves_no_adapter(tmp_path):

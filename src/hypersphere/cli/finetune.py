@@ -15,15 +15,20 @@ from .train import add_train_arguments, train
 
 __all__ = ["add_arguments", "expand_switches", "run"]
 
-#: learning rates of Adam: of the output layer, and of scaled rotations
-RATE, ROTATION_RATE = 1e-3, 1e-2
+#: learning rates of Adam: of the output layer, of scaled rotations, and of all weights with --rotation=off
+RATE, ROTATION_RATE, FULL_RATE = 3e-3, 1e-2, 1e-3
 DEFAULTS = Config(
     data=Data("image_folder"),
     rotation=Rotation(block_size=32, scaled=True, freeze=True),
     optimizer=Optimizer("adam", lr=RATE, rotation_lr=ROTATION_RATE, weight_decay=0.0),
 )
-#: what `--help` says of defaults that MODEL gives
-_OF_MODEL = {"init_from": "MODEL", "data.size": "that of a run, else auto", "data.channels": "those of a run"}
+#: what `--help` says of defaults that depend on MODEL or on other flags
+_VARYING = {
+    "init_from": "MODEL",
+    "data.size": "that of a run, else auto",
+    "data.channels": "those of a run",
+    "optimizer.lr": f"{RATE:g}, with --rotation=off {FULL_RATE:g}",
+}
 EXAMPLES = """\
   hypersphere finetune runs/opt --data.root=pets                  the network of a run, on a folder of images
   hypersphere finetune resnet18 --weights=resnet18.safetensors --data.root=pets
@@ -49,7 +54,7 @@ def _defaults() -> dict[str, str]:
     usual, own = flatten(to_tree(Config())), flatten(to_tree(DEFAULTS))
     changed = {key: format_scalar(value) for key, value in own.items() if usual.get(key) != value}
     of_model = {flag.key: "that of MODEL" for flag in flags() if flag.key.startswith("model.")}
-    return {"rotation": "on", **changed, **of_model, **_OF_MODEL}
+    return {"rotation": "on", **changed, **of_model, **_VARYING}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,7 +79,7 @@ def finetune_config(options: argparse.Namespace) -> Config:
     data = replace(data, name=changes.get("data.name", DEFAULTS.data.name))
     config = replace(DEFAULTS, model=model, data=data, init_from=str(start))
     if changes.get("rotation") in OFF:
-        return derive(config, rotation=None, optimizer={"rotation_lr": None})
+        return derive(config, rotation=None, optimizer={"lr": FULL_RATE, "rotation_lr": None})
     if changes.get("rotation.method") == "none":  # the output layer alone
         return derive(config, rotation=Rotation("none", freeze=True), optimizer={"rotation_lr": None})
     return config
