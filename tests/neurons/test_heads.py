@@ -7,6 +7,7 @@ from torch import nn
 import hypersphere as hs
 from hypersphere.neurons import head_layouts
 from hypersphere.optim import MuonAdamW
+from tests.neurons.test_layouts import Conv1D
 
 
 class Attention(nn.Module):
@@ -45,6 +46,13 @@ def test_attention_of_torch():
     assert parts(nn.TransformerEncoderLayer(12, 3, 8)) == {"self_attn": 9}
     apart = parts(nn.Sequential(nn.MultiheadAttention(12, 3, kdim=5, vdim=7)))
     assert apart == {"0.q_proj_weight": 3, "0.k_proj_weight": 3, "0.v_proj_weight": 3}
+
+
+def test_weights_stored_as_columns():
+    """As GPT-2's: 12 inputs, 3·8 outputs."""
+    model = nn.Sequential(Attention({}, num_heads=2, head_dim=4))
+    model[0].c_attn = Conv1D(24, 12)
+    assert parts(model) == {"0.c_attn": 6}
 
 
 @pytest.mark.parametrize("name", ["decoder", "ngpt"])
